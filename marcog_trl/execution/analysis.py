@@ -22,7 +22,7 @@ _COMMON_MODULES = {
     name: name
     for name in (
         "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator os random re "
-        "statistics string sys time typing numpy"
+        "statistics string sys time typing unittest numpy pytest"
     ).split()
 } | {"np": "numpy"}
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -84,6 +84,13 @@ def guess_format(source: str) -> TestFormat:
     ):
         return "asserts"
     return "check"
+
+
+def collected(body: Iterable[ast.stmt]) -> list[ast.stmt]:
+    """Statements of a module of tests that run when its tests are collected, without imports that only others need."""
+    found = [node for node in body if not assertions.is_main_block(node) and not assertions.runs_tests(node)]
+    used = _names(found)
+    return [node for node in found if not isinstance(node, ast.Import) or not used.isdisjoint(bound_names(node))]
 
 
 def test_functions(body: Sequence[ast.stmt]) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -189,14 +196,6 @@ class _ImportsOfProgram(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-def imported_name(tree: ast.Module) -> str | None:
-    """The name that tests import from the program, if it is one."""
-    imports = _ImportsOfProgram(None)
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    names = {alias.name for node in nodes if imports.means_program(node.module or "") for alias in node.names}
-    return names.pop() if len(names) == 1 and "*" not in names else None
-
-
 @lru_cache(maxsize=1)
 def _installed() -> frozenset[str]:
     return frozenset(importlib.metadata.packages_distributions())
@@ -257,6 +256,8 @@ def fault_of_asserts(trees: Sequence[ast.Module], known: assertions.Assertions) 
         if wrong is not None:
             return f"{_shown(node)} {wrong}"
         if isinstance(node, (ast.Try, ast.With)) and not known.in_statement(node) and _has_assert(node):
+            if assertions.keeps_failures(node):
+                continue
             return f"{_shown(node)} swallows its own AssertionError: let it pass, or raise it again"
     for node in flat:
         if isinstance(node, DEFINITIONS) and node.name not in _names(body) and _has_assert(node):
@@ -274,6 +275,14 @@ def fault_of_functions(tree: ast.Module, known: assertions.Assertions) -> str | 
         wrong = _fault_of_function(function, known)
         if wrong is not None:
             return wrong
+    for kind in tree.body:
+        for method in assertions.test_methods(kind):
+            if not assertions.is_awaited(kind, method):  # type: ignore[arg-type]
+                return (
+                    f"{method.name} is a coroutine, which TestCase does not await: derive from IsolatedAsyncioTestCase"
+                )
+            if _yields(method):
+                return f"{method.name} yields, so that it would not be run: make a function of each test"
     for method in methods:
         wrong = _fault_of_function(method, known)
         if wrong is not None and not any(map(known.in_function, methods)) and not _may_crash(method):
@@ -287,6 +296,18 @@ def fault_of_functions(tree: ast.Module, known: assertions.Assertions) -> str | 
     return None
 
 
+def _yields(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function is a generator. Functions inside of it may be some."""
+    pending: list[ast.AST] = [*function.body]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            return True
+        if not isinstance(node, (*DEFINITIONS, ast.Lambda)):
+            pending += ast.iter_child_nodes(node)
+    return False
+
+
 def _may_crash(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether a method is only there to call something, without a look at what it returns."""
     calls = [node.value for node in method.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
@@ -298,7 +319,7 @@ def _fault_of_function(function: ast.FunctionDef | ast.AsyncFunctionDef, known: 
         wrong = assertions.mistake(node) if isinstance(node, ast.Assert) else None
         if wrong is not None:
             return f"in {function.name}, {_shown(node)} {wrong}"
-    if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in ast.walk(function)):
+    if _yields(function):
         return f"{function.name} yields, so that it would not be run: make a function of each test"
     if known.in_function(function):
         return None
@@ -309,7 +330,7 @@ def _fault_of_function(function: ast.FunctionDef | ast.AsyncFunctionDef, known: 
     returned = any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(function))
     if returned:
         return f"{function.name} returns a value, which nobody reads, and asserts nothing: write 'assert' instead of 'return'"
-    if _has_assert(function):
+    if _has_assert(function) and not any(map(assertions.keeps_failures, ast.walk(function))):
         return f"{function.name} swallows its own AssertionError: let it pass, or raise it again"
     return f"{function.name} asserts nothing, so that every program passes: write an assert"
 

@@ -10,7 +10,6 @@ _BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, as
 _ASSERTING = ("assert", "fail", "raises", "warns")  # in the names of functions of libraries
 _CATCHING = frozenset("AssertionError Exception BaseException".split())
 _EXITS = frozenset("exit quit _exit".split())
-_CASES = frozenset("TestCase IsolatedAsyncioTestCase".split())
 
 
 class Assertions:
@@ -112,6 +111,18 @@ def _suppresses(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and _name(node.func) == "suppress" and any(map(_catches, node.args))
 
 
+def keeps_failures(node: ast.AST) -> bool:
+    """Whether a statement that catches assertions notes them in a variable, which a later statement may look at."""
+    handlers = node.handlers if isinstance(node, (ast.Try, ast.TryStar)) else []
+    parts = [part for handler in handlers for part in ast.walk(handler)]
+    return any(isinstance(part, (ast.Assign, ast.AugAssign)) or _name(part) in ("append", "add") for part in parts)
+
+
+def is_awaited(kind: ast.ClassDef, method: Function) -> bool:
+    """Whether the test method of a class is run if it is a coroutine: a plain `TestCase` does not await it."""
+    return not isinstance(method, ast.AsyncFunctionDef) or "TestCase" not in map(_name, kind.bases)
+
+
 def always_true(node: ast.expr) -> bool:
     """Whether an expression is true whatever the program does."""
     if isinstance(node, ast.Constant):
@@ -162,7 +173,9 @@ def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 def is_main_block(node: ast.stmt) -> bool:
     """Whether a statement is `if __name__ == "__main__":`."""
-    if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare) or len(node.test.ops) != 1:
+    if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
+        return False
+    if len(node.test.ops) != 1 or not isinstance(node.test.ops[0], ast.Eq):
         return False
     sides = (node.test.left, node.test.comparators[0])
     named = any(isinstance(side, ast.Name) and side.id == "__name__" for side in sides)

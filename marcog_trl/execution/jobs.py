@@ -250,8 +250,9 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
         text if tree is before else ast.unparse(tree)
         for text, before, tree in zip(sources.values(), given, trees, strict=True)
     ]
-    imports = analysis.imported_modules(trees)
     setup_tree, *rest = trees
+    if test_format == "unittest":
+        rest[0].body = analysis.collected(rest[0].body)
     if test_format == "stdio":
         checker = any(isinstance(node, ast.FunctionDef) and node.name == "check_output" for node in setup_tree.body)
         _refuse(ast.walk(setup_tree))
@@ -261,10 +262,11 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
             checker=checker,
             files=analysis.uses_files(ast.walk(setup_tree)),
             codes=(_code(setup_tree, "<setup>"),),
-            imports=imports,
+            imports=analysis.imported_modules(trees),
         )
     exported = entry_point and entry_point.partition("(")[0]
     exports, modules = analysis.exports(texts, trees, exported)
+    imports = (*analysis.imported_modules(trees), *dict(modules).values())
     if test_format == "asserts":
         for k, tree in enumerate(rest):
             if not tree.body:
@@ -278,8 +280,6 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
         return Plan(len(rest), exports, modules, imports=imports, **_reach(trees, calls, analysis.explained))
     (tree,) = rest
     if test_format == "unittest":
-        body = [node for node in tree.body if not assertions.runs_tests(node)]
-        tree.body = [node for node in body if not assertions.is_main_block(node)]
         classes = [n for part in (setup_tree, tree) for n in ast.walk(part) if isinstance(n, ast.ClassDef)]
         functions = analysis.test_functions(tree.body)
         if not classes and not functions:

@@ -222,9 +222,7 @@ class _Reader:
             fault = of_format(tree, known)
             if fault is not None:
                 raise UnusableTests(fault)
-            if test_format == "unittest":
-                self.check_names(trees)
-            name = analysis.checked_name(tree) if test_format == "check" else analysis.imported_name(tree)
+            name = analysis.checked_name(tree) if test_format == "check" else self.name_under_test(trees)
             return self.tests(whole, cast(TestFormat, test_format), name)
         if test_format != "asserts":
             raise UnusableTests(f"test_format={test_format!r}, but the tests are Python. Leave out test_format")
@@ -242,22 +240,27 @@ class _Reader:
         fault = analysis.fault_of_asserts(trees, known)
         if fault is not None or not tests:
             raise UnusableTests(fault or f"the tests assert nothing, so that every program passes: {_WAYS}")
-        self.check_names(trees)
-        return self.tests(tuple(tests), "asserts", analysis.imported_name(parsed(whole, "tests")))
+        name = self.name_under_test(trees)
+        return self.tests(tuple(tests), "asserts", name)
 
-    def check_names(self, trees: list[ast.Module]) -> None:
-        """Raises an error if the tests do not test the program."""
+    def name_under_test(self, trees: list[ast.Module]) -> str | None:
+        """The only name that tests take from the program, if it is one. Raises an error if they do not test the program."""
         setup = parsed(self.setup, "setup")
         name = self.entry_point and self.entry_point.partition("(")[0]
         own = [analysis.of_program(tree, self.entry_point) for tree in trees]
-        if name and any(name in analysis.bound_names(node) for tree in own for node in tree.body):
+        body = [node for tree in own for node in tree.body]
+        if name and any(name in analysis.bound_names(node) for node in body):
             raise UnusableTests(
-                f"the tests define {name} themselves, so that no program would be tested: leave it out of them"
+                f"the tests define {name} themselves, so that they would not test the program: leave it out"
             )
         sources = [ast.unparse(tree) for tree in [setup, *own]]
         exported, _ = analysis.exports(sources, [setup, *own], None)
         if not exported and not name:
             raise UnusableTests("the tests use nothing of the program: call the function that it defines")
+        for node in body:
+            if isinstance(node, ast.Assert) and isinstance(node.test, ast.Name) and node.test.id in (name, *exported):
+                raise UnusableTests(f"'{ast.unparse(node)}' is true for every program: call {node.test.id}")
+        return exported[0] if len(exported) == 1 else None
 
 
 def _parsed(texts: list[str], label: str) -> tuple[list[ast.Module], list[str]]:

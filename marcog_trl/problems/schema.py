@@ -34,12 +34,13 @@ def make_job(problem: Mapping[str, Any], code: str, **limits: Any) -> Job:
     Raises:
         ValueError: If the problem has no `test` or no `test_format`, or if its tests cannot be run.
     """
-    for column in ("test", "test_format"):
-        if not problem.get(column):
-            raise ValueError(
-                f"Problem {problem.get('task_id')!r} has {column}={problem.get(column)!r}. Set {column!r}."
-            )
+    if not problem.get("test"):
+        raise ValueError(f"Problem {problem.get('task_id')!r} has test={problem.get('test')!r}. Set 'test'.")
     tests = tests_of(problem)
+    if not problem.get("test_format"):
+        raise ValueError(
+            f"Problem {problem.get('task_id')!r} has test_format={problem.get('test_format')!r}. Set 'test_format'."
+        )
     own = {name: problem[name] for name in ("timeout", "test_timeout") if problem.get(name) is not None}
     return Job(
         code=code,
@@ -137,7 +138,7 @@ def fault_of(
 def _fault_of_tests(
     problem: Mapping[str, Any], needed: Mapping[str, str], packages: Sequence[str] | None
 ) -> str | None:
-    tests_of(problem)  # which raises an error that says more than that there is no format
+    tests_of(problem)
     if not problem.get("test_format"):
         return f"it has no 'test_format', which {needed.get('test_format', needed['test'])} needs"
     job = make_job(problem, "")

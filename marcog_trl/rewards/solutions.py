@@ -9,7 +9,7 @@ from marcog_trl.agents import Prompt
 from marcog_trl.execution import Job, Verdict, shared_executor
 from marcog_trl.problems import solution_job
 from marcog_trl.problems.schema import fault_of
-from marcog_trl.problems.tests import complete
+from marcog_trl.problems.tests import complete, tests_of
 from marcog_trl.rewards.values import EpisodeMean, InfrastructureFailure
 
 
@@ -37,7 +37,7 @@ class Solutions:
         texts (`list[str]` of length E): Solutions, as text.
 
     Raises:
-        ValueError: If a column is missing.
+        ValueError: If a column is missing, or tests cannot be run.
     """
 
     def __init__(
@@ -67,6 +67,12 @@ class Solutions:
             complete({"prompt": prompt if isinstance(prompt, str) else with_texts(prompt), **row})
             for prompt, row in zip(prompts, rows, strict=True)
         ]
+        for i, problem in enumerate(self.problems):
+            try:
+                if problem.get("test"):
+                    tests_of(problem)
+            except ValueError as error:
+                raise ValueError(f"{reward} cannot use row {i}: {error}. Correct or drop the row.") from None
         self.texts = [text if isinstance(text, str) else last_text(text) for text in completions]
 
     @property

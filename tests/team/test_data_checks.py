@@ -4,10 +4,10 @@ import pytest
 import teams
 from datasets import IterableDataset
 
+from marcog_trl import Team
 from marcog_trl.agents import Workflow
 from marcog_trl.evaluation.evaluate import evaluate_team
 from marcog_trl.problems import solution_job
-from marcog_trl.team import Team
 
 
 BAD = {3: "assert f(1) = 1", 5: "break", 60: "assert f("}
