@@ -61,15 +61,19 @@ def main() -> int:
     )
     args = parser.parse_args()
     try:
+        code, source = read_file(args.file), read_file(args.tests)
         setup = read_file(args.setup) if args.setup else ""
-        tests = read_tests(read_file(args.tests), args.test_format, args.entry_point, setup)
-        job = Job(read_file(args.file), tests.tests, tests.test_format, tests.setup, tests.entry_point)
         limits = {"timeout": args.timeout, "memory_mb": args.memory_mb}
         with CodeExecutor(num_workers=1, isolation=args.isolation, packages=args.packages, **limits) as executor:
+            tests = read_tests(source, args.test_format, args.entry_point, setup)
+            job = Job(code, tests.tests, tests.test_format, tests.setup, tests.entry_point)
             executor.check(job)  # raises an error if the tests cannot be run
             print(f"isolation: {executor.isolation}")
             (verdict,) = executor.run([job])
     except (ValueError, RuntimeError) as error:
+        cause = error.__cause__
+        if isinstance(cause, SyntaxError):
+            parser.error(f"{str(args.tests)!r} is not Python: {cause.msg}, line {cause.lineno}.")
         parser.error(str(error))
     for number, result in enumerate(verdict.tests, start=1):
         print(f"{number:4d}  {result.status:8s} {result.seconds * 1e3:8.1f} ms  {result.message}".rstrip())

@@ -368,4 +368,4 @@ def parsed(source: str, label: str) -> ast.Module:
             compile(source, f"<{label}>", "exec", dont_inherit=True)  # which finds more errors
             return ast.parse(source)
     except _UNPARSABLE as error:
-        raise UnusableTests(f"{label}={source!r:.80} does not parse: {error}") from None
+        raise UnusableTests(f"{label}={source!r:.80} does not parse: {error}") from error

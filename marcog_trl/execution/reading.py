@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from . import analysis, assertions
 from .analysis import TestFormat
-from .jobs import UnusableTests, parsed
+from .jobs import TEST_FORMATS, UnusableTests, parsed
 
 
 INPUTS = ("inputs", "input", "stdin")
@@ -92,6 +92,8 @@ def _hashable(value: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _read(value: Any, test_format: str | None, entry_point: str | None, setup: str) -> Tests:
+    if test_format not in (None, *TEST_FORMATS):
+        raise UnusableTests(f"test_format={test_format!r} must be one of {', '.join(TEST_FORMATS)}")
     reader = _Reader(test_format, entry_point, setup)
     if isinstance(value, str):
         text = value.lstrip("\ufeff")
@@ -274,7 +276,7 @@ def _parsed(texts: list[str], label: str) -> tuple[list[ast.Module], list[str]]:
     try:
         return [parsed(whole, "tests")], [whole]
     except UnusableTests:
-        raise fault from None
+        raise fault from fault.__cause__
 
 
 def _flat(body: Iterable[ast.stmt]) -> list[ast.stmt]:
