@@ -109,7 +109,7 @@ def _chosen(samples: Sequence[EpisodeRecord], visible_tests: int) -> EpisodeReco
     def rank(sample: Any) -> tuple[int, str]:
         return sum(test < visible_tests for test in sample["failed_tests"]), text_order(sample["solution"])
 
-    spent = {name: sum(sample[name] for sample in samples) for name in ("tokens", "prompt_tokens", "seconds")}
+    spent = {name: sum(sample[name] for sample in samples) for name in ("tokens", "prompt_tokens")}
     spent["critical_path"] = max(sample["critical_path"] for sample in samples)
     return {**min(samples, key=rank), **spent, "evaluations": len(samples)}
 
@@ -156,7 +156,9 @@ def _solved(episodes: Sequence[EpisodeRecord]) -> float:
 def budgets(records: Sequence[ProblemRecord]) -> dict[str, float]:
     """Returns what a team spends on a sampled episode, on average, by name in [`BUDGETS`]."""
     episodes = [episode for record in records for episode in record["samples"]]
-    return {name: sum(episode[name] for episode in episodes) / len(episodes) for name in BUDGETS}
+    spent = {name: sum(episode[name] for episode in episodes) / len(episodes) for name in BUDGETS if name != "seconds"}
+    played = len(episodes) + len(records)  # with the greedy ones
+    return spent | {"seconds": sum(record["seconds"] for record in records) / played}
 
 
 def bootstrap_interval(values: np.ndarray, seed: int = 0) -> tuple[float, float]:

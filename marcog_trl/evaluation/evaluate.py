@@ -355,9 +355,6 @@ def _play_missing(player: _SamplePlayer, done: frozenset[int], world: int, rank:
             for record in new:
                 record["seconds"] = max(seconds for _, seconds, _ in parts) / len(new)
                 record["waiting_seconds"] = max(seconds for _, _, seconds in parts) / len(new)
-                played = [record["greedy"], *record["samples"]]
-                for episode in played:
-                    episode["seconds"] = record["seconds"] / len(played)
             yield new
         finish = begun
 

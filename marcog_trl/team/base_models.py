@@ -59,7 +59,11 @@ def check_no_adapter(field: str, name: str, **model_init_kwargs: Any) -> None:
     options = {
         key: model_init_kwargs[key] for key in set(WHERE_FROM) - {"trust_remote_code"} if key in model_init_kwargs
     }
-    if find_adapter_config_file(name, **options) is not None:
+    try:
+        found = find_adapter_config_file(name, **options)
+    except (OSError, ValueError) as error:  # the name can be none of a repository
+        raise ValueError(f"{field}={name!r} cannot be loaded: {' '.join(str(error).split())}") from error
+    if found is not None:
         base = PeftConfig.from_pretrained(name, **options).base_model_name_or_path
         raise ValueError(
             f"{field}={name!r} is an adapter of {base!r}, not a model. Use {base!r}. To train the adapter further, pass {TRAIN_FURTHER} "

@@ -32,7 +32,7 @@ def split_groups(
     optimizer: torch.optim.Optimizer, groups: Mapping[str, list[nn.Parameter]], rates: Mapping[str, float]
 ) -> None:
     """
-    Splits each group of a new optimizer by these groups. All other options of a group, such as GaLore's rank, stay as they are.
+    Splits the groups of a new optimizer, which differ in options such as weight decay or GaLore's rank, by these groups.
 
     Args:
         optimizer (`torch.optim.Optimizer`): The optimizer.
@@ -40,12 +40,13 @@ def split_groups(
         rates (`Mapping[str, float]`): Learning rates of the groups that do not use the optimizer's.
     """
     group_of = {id(p): name for name, params in groups.items() for p in params}
-    split: dict[tuple[str, int], dict[str, Any]] = {}
-    for number, group in enumerate(optimizer.param_groups):
+    split: dict[tuple[str, str], dict[str, Any]] = {}
+    for group in optimizer.param_groups:
+        own = repr({option: value for option, value in group.items() if option != "params"})
         for p in group["params"]:
             name = group_of.get(id(p), POLICY)  # GaLore's groups have frozen parameters, too
             options = {**group, "params": [], "lr": rates.get(name, group["lr"]), "group": name}
-            split.setdefault((name, number), options)["params"].append(p)
+            split.setdefault((name, own), options)["params"].append(p)
     optimizer.param_groups.clear()
     for group in split.values():
         optimizer.add_param_group(group)

@@ -136,9 +136,8 @@ def make_task_trainer(task, folder, device):
         "use_cpu": device == "cpu",
         **options,
     }
-    if task.get("quantised") or "use_vllm" in options:  # which are loaded from a folder
-        model = save_model(f"{folder}/base", model, tokenizer)
-        settings["model_init_kwargs"] = {"dtype": dtype}
+    model = save_model(f"{folder}/base", model, tokenizer)  # a team names the folder of its base
+    settings["model_init_kwargs"] = {"dtype": dtype}
     if task.get("quantised"):
         given["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16

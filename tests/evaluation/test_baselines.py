@@ -9,7 +9,7 @@ from marcog_trl.evaluation.baselines import single_agent, untrained_team
 from marcog_trl.team.settings import TeamSettings
 
 
-TESTED = teams.dataset(2, test=[["assert f"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
+TESTED = teams.dataset(2, test=[["assert f(1)"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
 EXECUTION = {"isolation": "best_effort", "num_workers": 1}
 
 

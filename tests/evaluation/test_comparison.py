@@ -21,14 +21,13 @@ def episode(passed, tokens=10, path=10, failed=(), text="", messages=1):
         "prompt_tokens": 5,
         "critical_path": path,
         "evaluations": 0,
-        "seconds": 1.0,
         "messages": [{}] * messages,
     }
 
 
 def record(task, solved, **options):
     samples = [episode(passed, **options) for passed in solved]
-    return {"task_id": task, "greedy": episode(solved[0], **options), "samples": samples}
+    return {"task_id": task, "greedy": episode(solved[0], **options), "samples": samples, "seconds": 3.0}
 
 
 def test_the_interval_covers_the_true_difference():
@@ -67,7 +66,7 @@ def test_visible_tests_choose_among_samples():
     right = episode(True, tokens=3, path=3, text="right")
     wrong = episode(False, tokens=8, path=8, failed=[0, 2], text="wrong")
     half = episode(False, tokens=4, path=4, failed=[2], text="half")
-    given = {"task_id": 0, "greedy": right, "samples": [wrong, right, half, wrong, half, wrong, right]}
+    given = {"task_id": 0, "seconds": 1.0, "greedy": right, "samples": [wrong, right, half, wrong, half, wrong, right]}
     found = select_samples(given, 2, visible_tests=1)["samples"]
     assert [each["solution"] for each in found] == ["right", "half", "half"]  # the seventh has no partner
     assert [each["tokens"] for each in found] == [11, 12, 12]

@@ -312,7 +312,7 @@ class TestOtherFiles:
     @pytest.mark.parametrize(
         ("name", "content"),
         [
-            ("p.jsonl", '{"prompt": "def f(x):", "test": ["assert f"]}\n'),
+            ("p.jsonl", '{"prompt": "def f(x):", "test": ["assert f(1)"]}\n'),
             ("p.jsonl", ""),
             ("p.json", '{"trainer": "SHPPOTrainer", "settings": {}}'),
             ("p.json", '{"untrained": {"solved": 0.5}}'),

@@ -86,7 +86,9 @@ def test_verdicts_of_the_workflow_are_taken_over(scripted):
 # What all rewards of functions share
 
 
-@pytest.fixture(params=[name for name in REWARD_NAMES if name not in ("class_reward", "program_reward")])
+@pytest.fixture(
+    params=[name for name in REWARD_NAMES if name not in ("class_reward", "coverage_reward", "program_reward")]
+)
 def reward(request):
     return make_reward(request.param)
 

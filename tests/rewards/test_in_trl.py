@@ -23,7 +23,7 @@ CLASS = {
     "test": "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n        self.assertEqual(A().f(), 1)\n",
     "test_format": "unittest",
 }
-FUNCTION_REWARDS = set(REWARD_NAMES) - {"class_reward", "program_reward"}
+FUNCTION_REWARDS = set(REWARD_NAMES) - {"class_reward", "coverage_reward", "program_reward"}
 OPTIONS = {"execution_reward": {"all_or_nothing": True}}
 
 

@@ -29,7 +29,7 @@ from marcog_trl.team.team import Team
 
 
 ROOT = Path(__file__).parents[2]
-TESTED = teams.dataset(2, test=[["assert f"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
+TESTED = teams.dataset(2, test=[["assert f(1)"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
 REPOSITORY = {
     "adapter_config.json",
     "adapter_model.safetensors",

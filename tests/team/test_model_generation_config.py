@@ -20,11 +20,13 @@ OWN = {
 WORDS = [320, 2000]  # with more than 1,024 words, replies are drawn in another way
 
 
-def load(path, words):
-    """A model of so many words, and its tokenizer."""
+def load(path, words, folder):
+    """A model of so many words, which is saved in a folder, and its tokenizer."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
     model.resize_token_embeddings(words)
-    return model, tokenizer
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder), tokenizer
 
 
 def replies(trainer, **options):
@@ -38,7 +40,7 @@ def replies(trainer, **options):
     ("words", "name"), [*((320, name) for name in OWN), (320, "all"), (2000, "num_beams"), (2000, "all")]
 )
 def test_nothing_else_changes_replies(tiny_model, tmp_path, words, name):
-    model, tokenizer = load(tiny_model, words)
+    model, tokenizer = load(tiny_model, words, tmp_path / "base")
     trainer = teams.make(model, tmp_path, MultiAgentGRPOTrainer, processing_class=tokenizer)
     expected = replies(trainer)
     own = OWN if name == "all" else {name: OWN[name], "do_sample": True}
@@ -51,10 +53,8 @@ def test_nothing_else_changes_replies(tiny_model, tmp_path, words, name):
 
 @pytest.mark.parametrize("words", WORDS)
 def test_a_training_and_a_saved_team(tiny_model, tmp_path, words):
-    model, tokenizer = load(tiny_model, words)
     base = tmp_path / "base"
-    model.save_pretrained(base)
-    tokenizer.save_pretrained(base)
+    model, _ = load(tiny_model, words, base)
     model.generation_config.update(num_beams=2, suppress_tokens=[5, 6], eos_token_id=[1, 9])
     model.generation_config.save_pretrained(base)
     trainer = teams.make(str(base), tmp_path / "run", MultiAgentGRPOTrainer, max_steps=2)

@@ -18,7 +18,7 @@ TEAMS = {
     "separate": (SHPPOTrainer, {"parameter_sharing": "separate"}),
     "shared": (SHPPOTrainer, {"parameter_sharing": "shared", "critic": "none"}),
 }
-TESTED = teams.dataset(2, test=[["assert f"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
+TESTED = teams.dataset(2, test=[["assert f(1)"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
 
 
 @pytest.fixture(scope="module", params=TEAMS)

@@ -16,7 +16,7 @@ from marcog_trl.problems.tests import read_problem
 from marcog_trl.team.settings import TeamSettings
 
 
-TESTED = teams.dataset(2, test=[["assert f"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
+TESTED = teams.dataset(2, test=[["assert f(1)"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
 PROBLEM = {"prompt": "def f(x):\n    '''Twice x.'''\n", "entry_point": "f"}
 TESTS = {"test": ["assert f(1) == 2"], "test_format": "asserts"}
 

@@ -19,7 +19,7 @@ def test_a_server_that_dies_costs_its_feedback_only(tiny_model, tmp_path, endpoi
 
     # One problem, two episodes, two agents: four questions a step, whether nodes branch afterwards or not
     endpoint.answer = four_times
-    columns = {"test": [["assert f"]] * 2, "test_format": ["asserts"] * 2, "entry_point": ["f"] * 2}
+    columns = {"test": [["assert f(1)"]] * 2, "test_format": ["asserts"] * 2, "entry_point": ["f"] * 2}
     trainer = teams.make(
         tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow="collaboration", num_turns=2, feedback="expert_edits",
         expert={"model": "any", "base_url": endpoint.url}, data=teams.dataset(2, **columns), max_steps=3,

@@ -16,7 +16,7 @@ ALTERNATING = (
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}"
     "{% endif %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-TESTED = {"test": [["assert f"]] * 4, "test_format": ["asserts"] * 4, "entry_point": ["f"] * 4}
+TESTED = {"test": [["assert f(1)"]] * 4, "test_format": ["asserts"] * 4, "entry_point": ["f"] * 4}
 SAID = "roles={'solver': "
 
 

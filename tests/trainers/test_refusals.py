@@ -24,7 +24,7 @@ from marcog_trl import (
 
 GRPO, PPO, SHPPO = MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
 URL = "http://127.0.0.1:9/v1"
-TESTED = {"test": [["assert f"]] * 8, "test_format": ["asserts"] * 8, "entry_point": ["f"] * 8}
+TESTED = {"test": [["assert f(1)"]] * 8, "test_format": ["asserts"] * 8, "entry_point": ["f"] * 8}
 
 
 def problems(**columns):
@@ -108,9 +108,9 @@ REFUSED = {
         (PPO, {"reward": 5}, "reward_funcs has 5"),
         (PPO, {"reward": [dict]}, "reward_funcs has <class 'dict'>"),
         (PPO, {"reward": "execution_reward"}, "'test', which reward execution_reward needs"),
-        (PPO, {"reward": "execution_reward", "data": problems(test=[["assert f"]] * 7 + [[]], test_format=["asserts"] * 8)},
+        (PPO, {"reward": "execution_reward", "data": problems(test=[["assert f(1)"]] * 7 + [[]], test_format=["asserts"] * 8)},
          "row 7: .*'test', which reward execution_reward needs"),
-        (PPO, {"reward": [teams.letters, "collaboration_reward"], "data": problems(test=[["assert f"]] * 8)},
+        (PPO, {"reward": [teams.letters, "collaboration_reward"], "data": problems(test=[["assert f(1)"]] * 8)},
          "'entry_point', which reward collaboration_reward needs"),
         (PPO, {"reward": "collaboration_reward", "data": problems(**TESTED | {"entry_point": None})},
          "'entry_point', which reward collaboration_reward needs"),

@@ -215,7 +215,7 @@ class TestRewards:
             assert until_now == [[*before, *ids] for before, ids in zip(earlier, completion_ids, strict=True)]
             calls.append((prompts, completions, completion_ids, replies, turn, level))
             assert executor is trainer.executor and verdicts == [[]] * len(prompts)
-            assert set(kwargs) == {"advice", "log_extra", "log_metric", "trainer_state"}
+            assert set(kwargs) == {"advice", "log_extra", "log_metric", "trainer_state", "workflow"}
             return [0.0] * len(prompts)
 
         trainer = teams.make(
@@ -355,7 +355,7 @@ class TestEarlyTermination:
             teams.generation_batch(trainer)
 
 
-TESTED = {"test": [["assert f"]] * 8, "test_format": ["asserts"] * 8, "entry_point": ["f"] * 8}
+TESTED = {"test": [["assert f(1)"]] * 8, "test_format": ["asserts"] * 8, "entry_point": ["f"] * 8}
 
 
 class TestFeatures:
@@ -497,7 +497,7 @@ def test_a_prompt_beyond_the_context_is_said_once(tiny_model, tmp_path):
 
 
 def with_tests():
-    return teams.dataset(8, entry_point=["f"] * 8, test=[["assert f"]] * 8, test_format=["asserts"] * 8)
+    return teams.dataset(8, entry_point=["f"] * 8, test=[["assert f(1)"]] * 8, test_format=["asserts"] * 8)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from marcog_trl.workflows import Collaboration, Pipeline, Single, make_workflow
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("debate", {}, "workflow='debate' is unknown. Use one of 'single', 'collaboration', 'pipeline', 'discussion'"),
+        ("debate", {}, "workflow='debate' is unknown. Use one of 'single', 'collaboration', 'coverage', 'pipeline'"),
         ("single", {"num_agents": 2}, "num_agents=2 is not an option of workflow='single'"),
         ("collaboration", {"num_agents": 1}, "num_agents=1 must be at least 2. Set num_agents=2"),
         ("pipeline", {"num_agents": 0}, "num_agents=0 must be at least 1"),

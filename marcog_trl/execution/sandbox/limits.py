@@ -13,6 +13,7 @@ SIGNALS = 64  # pending signals, which the kernel counts over all processes of a
 JUDGE_MEMORY_MB = 2048
 MOST_CPU_SECONDS = 10**9
 WALL_CLOCK = 10  # seconds of wall-clock time that a job may take for each second of CPU time
+LEAST_SHARE = 0.04  # of a processor, which a program gets on a busy machine; one that uses less waits
 
 
 def cpu_seconds(timeout: float) -> int:
@@ -24,8 +25,8 @@ class Allowance:
     """
     The time that a job or a test may take: seconds of CPU time, so that a busy machine ends no program that is right.
 
-    Time is also up for programs that wait: after as many seconds of wall-clock time, if in the last half of them hardly any CPU
-    time was used, and after `WALL_CLOCK` times as many in any case.
+    Time is also up for programs that wait: after as many seconds of wall-clock time, if in the last half of them less than
+    `LEAST_SHARE` of a processor was used, and after `WALL_CLOCK` times as many in any case.
 
     Args:
         seconds (`float`): The CPU time, in seconds.
@@ -52,7 +53,7 @@ class Allowance:
             return True
         now, spent = time.monotonic(), self.spent()
         left = self.seconds - (spent - self.first)
-        if spent - self.last > self.seconds / 1000:
+        if now - self.moved >= self.seconds / 2 and spent - self.last >= LEAST_SHARE * (now - self.moved):
             self.last, self.moved = spent, now
         waited = max(self.moved + self.seconds / 2, self.begin + self.seconds)
         end = self.begin + WALL_CLOCK * self.seconds
