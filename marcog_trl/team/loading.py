@@ -71,6 +71,10 @@ def load_team(
     if not saved.full_finetuning:
         check_adapter(path, saved)
     base = str(path) if saved.full_finetuning else described.base_model
+    if not base:
+        raise ValueError(
+            f"{str(path)!r} was trained on a model that was made in memory. Set base_model to the folder in which you saved that model."
+        )
     described.trusted = trust_remote_code
     modules = None
     hint = USE_SAVED_TEAM if saved.full_finetuning else "Set base_model to the model that it was trained on."
@@ -286,7 +290,7 @@ def check_adapter(path: Path, saved: TeamDescription) -> None:
         if not (path / name).is_file():
             raise ValueError(f"{str(path)!r} has no {name}. {USE_SAVED_TEAM}")
     config = PeftConfig.from_pretrained(str(path))
-    if config.base_model_name_or_path != saved.base_model:
+    if (config.base_model_name_or_path or "") != saved.base_model:
         raise ValueError(
             f"The adapter in {str(path)!r} is for {config.base_model_name_or_path!r}, but {TEAM_FILE} names the base model "
             f"{saved.base_model!r}. {USE_SAVED_TEAM}"

@@ -61,7 +61,8 @@ def check_arguments(
 def check_is_saved(model: PreTrainedModel, description: TeamDescription, args: Any) -> None:
     """
     Refuses a model whose weights are not those of the folder that its configuration names: the team, and the reference of `beta` if
-    all weights are trained, would be loaded with others. A collective operation.
+    all weights are trained, would be loaded with others. Warns of one that names no folder, if the run saves no checkpoints. A
+    collective operation.
 
     Args:
         model ([`~transformers.PreTrainedModel`]): The base model that a user passed. One that is quantised is not compared.
@@ -74,6 +75,13 @@ def check_is_saved(model: PreTrainedModel, description: TeamDescription, args: A
     if getattr(model, "is_quantized", False):
         return
     name, ours = model.config.name_or_path, description.base_fingerprint or fingerprint(model)
+    if not name and args.save_strategy == "no" and not args.full_finetuning:
+        warnings.warn(
+            "model was made in memory. A team that is saved on it can be loaded only with base_model='...', a folder with these weights: "
+            "save the base model, too, with save_pretrained.",
+            stacklevel=2,
+        )
+        return
     # Bits are compared in bfloat16, see `fingerprint`
     dtype = torch.float16 if model.dtype == torch.float16 else torch.bfloat16
     revision = description.revision or "main"

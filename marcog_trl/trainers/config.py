@@ -37,7 +37,7 @@ from marcog_trl.team.settings import PlaySettings
 TESTED_TRL = "1.16.0"
 # What `generation_kwargs` may have: options that do not change the distribution of the next token. The second line has those of vLLM
 _HARMLESS = frozenset(
-    "eos_token_id pad_token_id bos_token_id stop_strings max_time use_cache cache_implementation cache_config prefill_chunk_size "
+    "eos_token_id pad_token_id bos_token_id max_time use_cache cache_implementation cache_config prefill_chunk_size "
     "compile_config low_memory renormalize_logits remove_invalid_values "
     "stop stop_token_ids include_stop_str_in_output seed detokenize skip_special_tokens spaces_between_special_tokens".split()
 )
@@ -361,6 +361,11 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
                 raise ValueError(
                     f"{found}, but each prompt needs one reply. Leave it out, and set num_generations to the number of episodes "
                     "per problem."
+                )
+            if name == "stop_strings":
+                raise ValueError(
+                    f"{found}, for which transformers needs a tokenizer in each call of generate. Set eos_token_id to the ids of the tokens that "
+                    "end a reply."
                 )
             setting = _SETTINGS.get(name)
             if setting is None:

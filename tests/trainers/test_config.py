@@ -127,6 +127,7 @@ CONTRADICTIONS = [
     (MultiAgentPPOConfig, {"generation_kwargs": "x"}, "generation_kwargs='x'"),
     (MultiAgentPPOConfig, {"generation_kwargs": {"a": {1}}}, "generation_kwargs=.* team.json"),
     (MultiAgentPPOConfig, {"generation_kwargs": {"num_return_sequences": 2}}, "num_return_sequences=2"),
+    (MultiAgentPPOConfig, {"generation_kwargs": {"stop_strings": ["a"]}}, "Set eos_token_id to the ids of the tokens"),
     (MultiAgentPPOConfig, {"generation_kwargs": {"guidance_scale": 2.0}}, r"guidance_scale=2\.0"),
     *(
         (

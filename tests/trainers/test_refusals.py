@@ -18,6 +18,7 @@ from marcog_trl import (
     MultiAgentPPOConfig,
     MultiAgentPPOTrainer,
     SHPPOTrainer,
+    Team,
     Workflow,
 )
 
@@ -290,7 +291,22 @@ class TestWeightsThatAreInNoFolder:
         model, tokenizer = bring(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
         peft_config = None if isinstance(model, PeftModel) else ADAPTER
         with pytest.raises(ValueError, match=rf"^model has weights that are in no folder.*{match}.*save_pretrained"):
-            teams.make(model, tmp_path, GRPO, processing_class=tokenizer, peft_config=peft_config)
+            teams.make(
+                model, tmp_path, GRPO, processing_class=tokenizer, peft_config=peft_config, save_strategy="epoch"
+            )
+
+    def test_train_in_memory_if_nothing_is_saved_meanwhile(self, tiny_model, tmp_path):
+        model, tokenizer = made_in_memory(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
+        model.save_pretrained(tmp_path / "base")
+        model.config.name_or_path = ""
+        with pytest.warns(UserWarning, match="model was made in memory"):
+            trainer = teams.make(model, tmp_path / "team", GRPO, processing_class=tokenizer, save_strategy="no")
+        trainer.save_model()
+        with pytest.raises(ValueError, match=r"made in memory\. Set base_model to the folder"):
+            Team.from_pretrained(tmp_path / "team")
+        with pytest.raises(ValueError, match="base"):
+            Team.from_pretrained(tmp_path / "team", base_model=tiny_model)
+        Team.from_pretrained(tmp_path / "team", base_model=str(tmp_path / "base")).solve("def f(x):\n")
 
     def test_are_saved_with_the_team_if_all_are_trained(self, tiny_model, tmp_path):
         model, tokenizer = changed_by_an_adapter(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
