@@ -278,7 +278,8 @@ def shared_executor(**kwargs: Any) -> CodeExecutor:
     The default executor of this process. The first call makes it, and it is closed at exit.
 
     Args:
-        **kwargs: Arguments of `CodeExecutor` for the first call. Later calls must pass the same values, or none.
+        **kwargs: Arguments of `CodeExecutor` for the first call; `None` is its default. Later calls must pass the same values, or
+            none.
 
     Returns:
         `CodeExecutor`: The same executor for each call.
@@ -287,6 +288,7 @@ def shared_executor(**kwargs: Any) -> CodeExecutor:
         ValueError: If the executor was made with another value of an argument.
     """
     global _shared
+    kwargs = {name: value for name, value in kwargs.items() if value is not None}
     with _shared_lock:
         if _shared is None:
             _shared = CodeExecutor(**kwargs)
@@ -294,7 +296,7 @@ def shared_executor(**kwargs: Any) -> CodeExecutor:
             return _shared
         for name, value in kwargs.items():
             current = _shared.isolation.level if name == "isolation" else getattr(_shared, name)
-            if value is not None and (tuple(value) if name == "packages" else value) != current:
+            if (tuple(value) if name == "packages" else value) != current:
                 raise ValueError(
                     f"{name}={value!r} differs from the shared executor's, {current!r}. "
                     f"Make a CodeExecutor of its own for {name}={value!r}."

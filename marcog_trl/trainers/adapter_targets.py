@@ -217,13 +217,14 @@ def adapter_config(model: Any, peft_config: PeftConfig | None, args: Any, expert
         ValueError: If the adapter cannot be trained.
     """
     loading = {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
+    if peft_config is not None:
+        check_type(peft_config)
     check_adapter_of(model, loading)
     if args.full_finetuning:
         return None
     if isinstance(model, str) or not is_peft_model(model):
         if peft_config is None:
             peft_config = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
-        check_type(peft_config)
         if peft_config.inference_mode:
             raise ValueError("peft_config.inference_mode=True freezes the adapter. Set inference_mode=False.")
         check_start(peft_config)

@@ -52,7 +52,7 @@ def test_the_help_of_training(capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "error: no command is given. Use one of train, solve, evaluate, export"),
+        ([], "error: no command is given. Use one of train, solve, evaluate, compare, export"),
         (["sovle", "--team", "x"], "error: unknown command sovle. Did you mean solve?"),
         (["train", "sppo", "--seed", "1"], "error: unknown recipe sppo. Did you mean shppo?"),
         (["--team", "x"], "error: unknown command --team. Use one of train, solve"),

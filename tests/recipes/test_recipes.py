@@ -59,8 +59,8 @@ class TestShortRun:
     def test_ends_with_its_results(self, train, tmp_path):
         # Without an evaluation during training, the summary at the end has the metrics
         printed = train("--eval_strategy", "steps", "--eval_steps", "1", "--num_eval_problems", "1")
-        assert "2 held-out problems, 1 samples each" in printed
-        assert json.loads((tmp_path / "out" / "results.json").read_text())["trained"]["samples"] == 2
+        assert "1 held-out problems, 1 samples each" in printed
+        assert json.loads((tmp_path / "out" / "results.json").read_text())["trained"]["samples"] == 1
         report = (tmp_path / "out" / "report.html").read_text()
         assert "Held-out problems" in report and "Before and after training" in report
 
