@@ -108,3 +108,9 @@ def test_it_trains_with_every_credit_and_is_saved(tiny_model, tmp_path, trainer,
     assert team.solve(problem["prompt"] + "\n" + problem["test"][0]).verdict.total == 1
     found = evaluate_team(team, load_problems("builtin", "test[:2]"), num_samples=2)
     assert {"coverage_reward/any", "coverage_reward/selected"} <= {name.removeprefix("logged/") for name in found}
+
+
+def test_agents_with_one_role_text_have_latents_of_their_own(tiny_model, tmp_path):
+    trained = make(tiny_model, tmp_path, SHPPOTrainer, latent_scope="agent")
+    one, other = trained.team.role_observations
+    assert (one - other).abs().max() > 0.1
