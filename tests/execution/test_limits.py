@@ -51,7 +51,7 @@ def test_a_test_ends_with_its_job(monkeypatch):
 @pytest.mark.parametrize("setup", ["", "judged = True"])
 def test_a_job_may_take_longer_than_its_cpu_time(setup):
     """A program with little of the CPU passes; one that computes, sleeps or starts over and over does not."""
-    slow = "import time\ndef f(x):\n    for _ in range(15):\n        time.sleep(0.1)\n        sum(range(100_000))\n    return x + 1"
+    slow = "import time\ndef f(x):\n    for _ in range(15):\n        time.sleep(0.1)\n        sum(range(1_000_000))\n    return x + 1"
     loops = "def f(x):\n    while True: pass"
     sleeps = "import time\ndef f(x): time.sleep(600)"
     tests = ["assert f(1) == 2"]

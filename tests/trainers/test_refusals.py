@@ -26,6 +26,7 @@ from marcog_trl import (
 GRPO, PPO, SHPPO = MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
 URL = "http://127.0.0.1:9/v1"
 TESTED = {"test": [["assert f(1)"]] * 8, "test_format": ["asserts"] * 8, "entry_point": ["f"] * 8}
+TWO_NAMES = [["assert a + b == 3"]] * 8  # which do not tell the entry point
 
 
 def problems(**columns):
@@ -97,7 +98,7 @@ REFUSED = {
         (PPO, {"reward": "execution_reward", "data": problems(**TESTED | {"entry_point": ["g"] * 8})},
          "no problem can be used, .*: its tests never use entry_point='g': set it to the function"),
         (PPO, {"workflow": "collaboration", "num_turns": 2}, "'test', which workflow Collaboration needs"),
-        (PPO, {"workflow": "collaboration", "data": problems(**TESTED | {"entry_point": None}), "num_generations": 4},
+        (PPO, {"workflow": "collaboration", "data": problems(**TESTED | {"entry_point": None, "test": TWO_NAMES}), "num_generations": 4},
          "'entry_point', which workflow Collaboration needs"),
         (PPO, {"workflow": "pipeline", "data": problems(**TESTED), "eval_dataset": problems(), "num_generations": 1},
          "eval_dataset .*'test', which workflow Pipeline needs"),
@@ -111,9 +112,9 @@ REFUSED = {
         (PPO, {"reward": "execution_reward"}, "'test', which reward execution_reward needs"),
         (PPO, {"reward": "execution_reward", "data": problems(test=[["assert f(1)"]] * 7 + [[]], test_format=["asserts"] * 8)},
          "row 7: .*'test', which reward execution_reward needs"),
-        (PPO, {"reward": [teams.letters, "collaboration_reward"], "data": problems(test=[["assert f(1)"]] * 8)},
+        (PPO, {"reward": [teams.letters, "collaboration_reward"], "data": problems(test=TWO_NAMES)},
          "'entry_point', which reward collaboration_reward needs"),
-        (PPO, {"reward": "collaboration_reward", "data": problems(**TESTED | {"entry_point": None})},
+        (PPO, {"reward": "collaboration_reward", "data": problems(**TESTED | {"entry_point": None, "test": TWO_NAMES})},
          "'entry_point', which reward collaboration_reward needs"),
         (PPO, {"on_reward_error": "mask", "reward_timeout": 2.0}, r"reward_timeout=2\.0 .*async def"),
     ],
