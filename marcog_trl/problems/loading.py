@@ -13,7 +13,8 @@ from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from marcog_trl.execution.jobs import plan
 from marcog_trl.execution.packages import importable, missing
-from marcog_trl.problems.builtin import MODULE_SIZES, SIZES, generate, generate_modules
+from marcog_trl.problems.builtin import SIZES, generate
+from marcog_trl.problems.modules import MODULE_SIZES, generate_modules
 from marcog_trl.problems.rows import check_file, local_rows
 from marcog_trl.problems.schema import check_problems, fault_of, make_job
 from marcog_trl.problems.sets import SETS, KnownSet
