@@ -18,7 +18,7 @@ import networkx
 
 
 ROOT = Path(__file__).parent.parent
-BUDGETS = {"marcog_trl": 24_375, "tests": 23_910, "recipes/benchmarks": 2_345}
+BUDGETS = {"marcog_trl": 24_380, "tests": 23_910, "recipes/benchmarks": 2_345}
 LARGEST_CIRCLE = 2  # files
 LAYOUT = {
     tokenize.COMMENT,

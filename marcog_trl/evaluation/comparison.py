@@ -99,8 +99,16 @@ def select_samples(record: ProblemRecord, size: int, visible_tests: int) -> Prob
 
     Returns:
         `dict`: A record with an episode for each k samples. They are written at the same moment, so the critical path is the longest.
+
+    Raises:
+        ValueError: If there are fewer than k samples.
     """
     samples = record["samples"]
+    if len(samples) < size:
+        raise ValueError(
+            f"--samples {size} needs as many samples of each problem, but task_id {record['task_id']!r} has {len(samples)}. Evaluate with "
+            f"--num_samples {size}, or a multiple of it."
+        )
     groups = [samples[start : start + size] for start in range(0, len(samples) - size + 1, size)]
     return {**record, "samples": [_chosen(group, visible_tests) for group in groups]}
 

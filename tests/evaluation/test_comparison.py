@@ -74,6 +74,8 @@ def test_visible_tests_choose_among_samples():
     assert {each["evaluations"] for each in found} == {2}
     [all_seven] = select_samples(given, 7, visible_tests=3)["samples"]
     assert all_seven["status"] == "passed"
+    with pytest.raises(ValueError, match="--samples 8 needs as many samples of each problem, but task_id 0 has 7"):
+        select_samples(given, 8, visible_tests=1)
 
 
 def test_the_command(tiny_model, tmp_path, capsys):
